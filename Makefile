@@ -15,7 +15,7 @@ setup:
 	@scripts/setup
 
 demo: setup ## the whole rollout, A to B and back, on the embedded lab
-	@export DSV41_LAB_ROOT="$(CURDIR)/build/lab" DSV41_STATE_DIR="$(CURDIR)/build/state"
+	@export DSV41_LAB_ROOT="$(CURDIR)/build/lab" DSV41_STATE_DIR="$(CURDIR)/build/state" DSV41_NATIVE_BUILD="$(CURDIR)/build/native"
 	exec .venv/bin/dsv41ctl --cluster configs/lab.toml --yes lab demo --summary build/demo.json
 
 test: lint test-native test-python ## everything CI runs
@@ -27,11 +27,11 @@ native: setup ## the native binaries, into build/native
 test-native: native ## native tests: release, ASan+UBSan, TSan, and a short fuzz of the parsers
 	@ctest --test-dir build/native --output-on-failure --no-tests=error
 	for kind in address thread; do
-		cmake -S native -B build/native-$$kind -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DOFL_SANITIZE=$$kind --log-level=WARNING
+		cmake -S native -B build/native-$$kind -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" -DOFL_SANITIZE=$$kind --log-level=WARNING
 		ninja -C build/native-$$kind -j$(JOBS) --quiet
 		ctest --test-dir build/native-$$kind --output-on-failure --no-tests=error
 	done
-	cmake -S native -B build/native-fuzz -G Ninja -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_BUILD_TYPE=RelWithDebInfo -DOFL_FUZZ=ON --log-level=WARNING
+	cmake -S native -B build/native-fuzz -G Ninja -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" -DOFL_FUZZ=ON --log-level=WARNING
 	ninja -C build/native-fuzz -j$(JOBS) --quiet
 	mkdir -p build/fuzz-corpus
 	for target in build/native-fuzz/fuzz_*; do
@@ -54,7 +54,7 @@ format: setup ## formats everything in place
 	git ls-files --cached --others --exclude-standard 'native/*.h' 'native/*.cpp' | xargs .venv/bin/clang-format -i
 
 bench: native ## A against B on the lab, interleaved figures in build/bench
-	@export DSV41_LAB_ROOT="$(CURDIR)/build/lab" DSV41_STATE_DIR="$(CURDIR)/build/state"
+	@export DSV41_LAB_ROOT="$(CURDIR)/build/lab" DSV41_STATE_DIR="$(CURDIR)/build/state" DSV41_NATIVE_BUILD="$(CURDIR)/build/native"
 	.venv/bin/dsv41ctl --cluster configs/lab.toml --yes lab bench --out build/bench
 
 clean: ## removes build/ (not .venv); stops a lab that runs from it

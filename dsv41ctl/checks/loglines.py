@@ -7,7 +7,8 @@ __all__ = ["Attach", "Counters", "ReaderLog", "parse_log"]
 
 _ATTACH = re.compile(
     r"engram_remote: remote rows from (?P<url>\S+) \((?P<how>[^)]*?), layer (?P<layer>\d+) "
-    r"rows \[(?P<start>\d+), (?P<end>\d+)\)(?: of (?P<rows>\d+))?, identity (?P<identity>[0-9a-f]{64}), rank (?P<rank>\d+)\)"
+    r"rows \[(?P<start>\d+), (?P<end>\d+)\)(?: of (?P<rows>\d+))?, "
+    r"identity (?P<identity>[0-9a-f]{64}), rank (?P<rank>\d+)\)"
 )
 _STAGING = re.compile(r"engram_remote: Engram remote staging \((?P<rows>\d+) rows\)")
 _COUNTERS = re.compile(

@@ -62,6 +62,7 @@ def observe(session: Session, *, want_counters: bool) -> Observed:
     """Status before, probe, status after, then the nodes.
 
     Args:
+        session: the run.
         want_counters: wait for the LOG_S lines that follow the probe (configuration B).
     """
     cluster = session.cluster

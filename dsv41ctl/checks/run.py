@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from dsv41ctl.apply import Session
 from dsv41ctl.checks.evaluate import Report, Verdict, evaluate_a, evaluate_b
@@ -52,6 +52,8 @@ class RowsResult(_Model):
     layers: list[LayerRows]
     refusals: Refusals | None = None
     seconds: float
+    said: str = Field(default="", alias="verdict")
+    error: str = ""
 
     @property
     def rows(self) -> int:
@@ -65,11 +67,13 @@ class RowsResult(_Model):
 
     @property
     def verdict(self) -> Verdict:
-        """Nothing compared is inconclusive; so is a run that the fallback answered."""
+        """Nothing compared is inconclusive; so is a run that the fallback answered. The tool's own no is a no."""
         refused = self.refusals
-        if self.bad or (refused is not None and refused.right != refused.tried):
+        if self.bad or self.said == "wrong" or (refused is not None and refused.right != refused.tried):
             return Verdict.FAIL
-        if not self.layers or any(not layer.rows_compared or layer.fallbacks for layer in self.layers):
+        if self.said == "inconclusive" or self.error or not self.layers:
+            return Verdict.INCONCLUSIVE
+        if any(not layer.rows_compared or layer.fallbacks for layer in self.layers):
             return Verdict.INCONCLUSIVE
         return Verdict.PASS
 
@@ -119,6 +123,7 @@ def verify_rows(session: Session, *, sample: int | None = None, refusals: bool =
     """Compares rows through the real reader with the local shard on every node, all nodes at once.
 
     Args:
+        session: the run.
         sample: random rows a rank and table besides the corner cases; default: the cluster file's.
         refusals: also try the kinds of refusal on the server.
 

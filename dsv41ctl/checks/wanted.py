@@ -21,6 +21,9 @@ def expected_b(
     """What `node` must show.
 
     Args:
+        cluster: the cluster file.
+        manifest: of the tables.
+        node: one of its nodes.
         environment: B's variables as they must read back on this node.
         overlay_sha256: sha256 of the overlay that was staged, from staged.json.
 

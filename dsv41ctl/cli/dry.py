@@ -1,4 +1,4 @@
-"""What `plan` and every `--dry-run` of a rollout print: steps with their commands, the environment, the overlay's diff."""
+"""What `plan` and a rollout's `--dry-run` print: steps with their commands, the environment, the overlay's diff."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING

@@ -31,9 +31,14 @@ def run_journey(
     """Runs `walk` with gates shown, writes the summary and exits with the code of the gate that stopped it.
 
     Args:
+        ctx: the command's.
+        cluster: the cluster file.
         verb: name in the journal.
+        walk: takes the gates.
         out: directory of captures and reports; default: a new one below the state directory.
+        summary_path: where the JSON summary goes too.
         quick: leave the bench out.
+        atomic: undo to A when a gate fails.
     """
     from dsv41ctl.apply import open_session, state_directory
     from dsv41ctl.rollout.display import Display, summary_view

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
-from dsv41ctl.engram._files import atomic_write
+from dsv41ctl.engram.files import atomic_write
 from dsv41ctl.engram.hashing import SEGMENT_BYTES, plane_digest
 from dsv41ctl.engram.layout import SCALE_BYTES, WEIGHT_BYTES, EngramGeometry
 from dsv41ctl.engram.safetensors import PlaneName

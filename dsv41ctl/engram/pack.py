@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from dsv41ctl.engram._files import atomic_file
+from dsv41ctl.engram.files import atomic_file
 from dsv41ctl.engram.hashing import Progress
 from dsv41ctl.engram.manifest import LayerTable, Manifest, Plane
 from dsv41ctl.engram.safetensors import PLANES, PlaneName, ShardError, shard_path

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from dsv41ctl.engram._files import atomic_file, atomic_write
+from dsv41ctl.engram.files import atomic_file, atomic_write
 from dsv41ctl.engram.hashing import Progress
 from dsv41ctl.engram.layout import SCALE_BYTES, WEIGHT_BYTES, EngramGeometry
 from dsv41ctl.engram.safetensors import INDEX, ShardError, plane_tensor, read_header

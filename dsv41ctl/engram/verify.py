@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from dsv41ctl.engram._files import atomic_write
 from dsv41ctl.engram.build import file_stamp, placement_differences
+from dsv41ctl.engram.files import atomic_write
 from dsv41ctl.engram.hashing import Progress, Segment, default_threads, hash_segments, segments_of
 from dsv41ctl.engram.manifest import Manifest
 from dsv41ctl.engram.pack import check_packed

@@ -3,8 +3,8 @@
 import shutil
 from pathlib import Path
 
-from dsv41ctl.engram._files import atomic_write
 from dsv41ctl.engram.build import build_manifest, is_current
+from dsv41ctl.engram.files import atomic_write
 from dsv41ctl.engram.hashing import Progress
 from dsv41ctl.engram.manifest import load_manifest, save_manifest
 from dsv41ctl.engram.synth import synth_checkpoint

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dsv41ctl.apply import Session, server_stop, status, stop
 from dsv41ctl.config import Cluster
-from dsv41ctl.config.model import Lab
+from dsv41ctl.config.model import Lab, Node, TableHost
 from dsv41ctl.errors import Dsv41Error, UsageError
 from dsv41ctl.lab.checkpoint import install_image, prepare_model
 from dsv41ctl.lab.layout import LabLayout
@@ -37,7 +37,8 @@ def up(cluster: Cluster, say: Callable[[str], None]) -> bool:
     layout = layout_of(cluster)
     layout.root.mkdir(parents=True, exist_ok=True)
     (layout.root / _MARK).touch()
-    for host in (*cluster.nodes, *cluster.table_hosts):
+    hosts: list[Node | TableHost] = [*cluster.nodes, *cluster.table_hosts]
+    for host in hosts:
         home = host.connection.home
         if host.connection.kind != "local" or home is None:
             raise UsageError(f"host {host.name} of a lab must be of kind local", hint="see configs/lab.toml")

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from dsv41ctl.engram._files import atomic_write
+from dsv41ctl.engram.files import atomic_write
 
 __all__ = ["TEXT_CONFIG", "make_weights", "write_weights"]
 

@@ -159,7 +159,8 @@ class Journey:
                 return
             rows = sum(table.rows for table in status.tables)
             gate.passed(
-                f"{server.host}: {len(status.tables)} tables, {rows:,} rows verified, huge pages {status.huge_share:.0%}",
+                f"{server.host}: {len(status.tables)} tables, {rows:,} rows verified, "
+                f"huge pages {status.huge_share:.0%}",
                 rows=rows,
                 rss_bytes=status.rss_bytes,
                 huge_share=round(status.huge_share, 4),
@@ -204,11 +205,14 @@ class Journey:
         comparison = ab.compare(captures[:1], captures[1:], self._cluster.ab.floor_factor)
         document = ab.comparison_json(comparison)
         (self._settings.out / "floor.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
-        if comparison.verdict is ab.Verdict.IDENTICAL:
-            gate.passed("A against A is identical: B must be identical too", verdict="IDENTICAL")
+        figures: dict[str, Json] = {"verdict": comparison.verdict.value}
+        if comparison.verdict is ab.Verdict.INCONCLUSIVE and not _measured(comparison):
+            gate.unclear("; ".join(comparison.reasons) or "the captures have no prompt in common", **figures)
+        elif comparison.verdict is ab.Verdict.IDENTICAL:
+            gate.passed("A against A is identical: B must be identical too", **figures)
         else:
             # Two captures that differ are a floor, not a fault: A against B is measured against it.
-            gate.passed("A against A differs: B may differ as much", verdict=comparison.verdict.value)
+            gate.passed("A against A differs: B may differ as much", **figures)
 
     def _compare(self, gate: Gate, captures_b: list[Path]) -> None:
         captures_a = [self._path("A", number) for number in range(1, self._settings.runs_a + 1)]
@@ -227,11 +231,12 @@ class Journey:
     def _rows(self, gate: Gate) -> None:
         self.say("comparing rows byte by byte")
         results = verify_rows(self._session)
+        errors = [f"{name}: {result.error}" for name, result in results.items() if result.error]
         rows = sum(result.rows for result in results.values())
         bad = sum(result.bad for result in results.values())
         refusals = {name: result.refusals for name, result in results.items() if result.refusals}
         refused = ", ".join(f"{name} {seen.right}/{seen.tried}" for name, seen in refusals.items())
-        text = f"{rows:,} rows compared, {bad} bad; refusals {refused or 'not tried'}"
+        text = "; ".join([f"{rows:,} rows compared, {bad} bad; refusals {refused or 'not tried'}", *errors])
         figures: dict[str, Json] = {
             "rows_compared": rows,
             "bad": bad,
@@ -273,6 +278,11 @@ class Journey:
                 figures["against_A"] = comparison.as_json()
                 text = ratio_figures(comparison)
             gate.passed(text, **figures)
+
+
+def _measured(comparison: ab.Comparison) -> bool:
+    """Whether two captures show a floor at all: the same prompts, each with positions that were compared."""
+    return bool(comparison.prompts) and all(prompt.generated.positions for prompt in comparison.prompts)
 
 
 def _judge(gate: Gate, report: Report) -> None:
