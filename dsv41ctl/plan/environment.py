@@ -53,6 +53,7 @@ def docker_env(cluster: Cluster, arm: Arm) -> dict[str, str]:
             f"serve.environment sets {', '.join(stray)}: then A would not be A",
             hint=f"remove {stray[0]} from serve.environment",
         )
+    check_values(cluster.serve.environment)
     if arm == "A":
         return {}
     remote = cluster.remote

@@ -19,6 +19,7 @@ from dsv41ctl import assets
 from dsv41ctl.lab.layout import IMAGE_ENGRAM, IMAGE_SOURCE
 from dsv41ctl.overlay import load_edit_set, render
 from tests.lab.conftest import REPO, TEXT, Serve, StartServe, free_port, serves, wait_until
+from tests.staging import stage_reader
 
 PY = assets.overlays() / "py"
 BUILT = REPO / "build"
@@ -45,17 +46,7 @@ def overlay(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def stage(model: Path, overlay: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The staged tree, as a node has it."""
     root = tmp_path_factory.mktemp("stage")
-    spark = root / "offload/engram/spark"
-    for room in ("py", "tools"):
-        shutil.copytree(PY.parent / room, spark / room, ignore=shutil.ignore_patterns("__pycache__"))
-    for room in ("transport", "reader"):
-        (root / "offload" / room).mkdir()
-        for source in sorted((assets.native() / room).iterdir()):
-            if source.suffix in (".h", ".cpp") and source.name != "engram_remote.cpp" and "_server" not in source.stem:
-                shutil.copy(source, root / "offload" / room)
-    shutil.copy(assets.native() / "reader/engram_remote.cpp", spark)
-    shutil.copy(overlay, spark / "engram.py")
-    shutil.copy(model / "manifest.json", root)
+    shutil.copy(overlay, stage_reader(root, model / "manifest.json") / "engram.py")
     return root
 
 
