@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <condition_variable>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <system_error>
 #include <thread>
@@ -68,7 +69,8 @@ struct RemoteTable::Impl {
 
     explicit Impl(Options given)
         : options(checked(std::move(given))),
-          shard(options.shard, options.read_threads, options.direct_io),
+          shard(std::in_place, options.shard, options.read_threads, options.direct_io),
+          event(std::in_place),
           memory(std::size_t{options.max_rows} * ofl::kRowBytes),
           bounce(options.bounce ? memory.bytes() : 0),
           staging(planes_of(memory, options.max_rows)),
@@ -82,7 +84,7 @@ struct RemoteTable::Impl {
         const std::lock_guard lock(mutex);
         mode = mode_text(options, fresh->info().mode);
         offered = std::move(fresh);
-        event.set();
+        event->set();
     }
 
     template <typename Id>
@@ -100,7 +102,7 @@ struct RemoteTable::Impl {
             throw std::invalid_argument(table_name(options) + ": " + error.what());
         }
         state = State::kPosted;
-        event.set();
+        event->set();
     }
 
     void wait() {
@@ -146,7 +148,7 @@ struct RemoteTable::Impl {
     }
 
     void from_local() {
-        shard.read(plan.unique(), staging);
+        shard->read(plan.unique(), staging);
         stats.fallback(plan.unique().size());
         plan.expand(staging, staging);
     }
@@ -179,7 +181,7 @@ struct RemoteTable::Impl {
     }
 
     void sleep() {
-        std::array<pollfd, 2> watched{{{event.fd(), POLLIN, 0}, {-1, POLLIN | POLLRDHUP, 0}}};
+        std::array<pollfd, 2> watched{{{event->fd(), POLLIN, 0}, {-1, POLLIN | POLLRDHUP, 0}}};
         if (channel) watched[1].fd = channel->liveness_fd();
         int limit = -1;
         if (options.log_every.count() > 0) {
@@ -187,7 +189,7 @@ struct RemoteTable::Impl {
             limit = static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 3'600'000));
         }
         (void)::poll(watched.data(), watched.size(), limit);
-        event.clear();
+        event->clear();
         if (watched[1].revents != 0) check_liveness();
     }
 
@@ -229,12 +231,12 @@ struct RemoteTable::Impl {
     }
 
     const Options options;
-    LocalShard shard;
+    std::optional<LocalShard> shard;  // both until close()
+    std::optional<Event> event;
     PageBuffer memory;
     PageBuffer bounce;
     RowPlanes staging;
     RowPlanes landing;  // where channels place rows
-    Event event;
     Stats stats;
 
     std::mutex mutex;
@@ -259,7 +261,7 @@ struct RemoteTable::Impl {
 RemoteTable::RemoteTable(Options options) : impl_(std::make_unique<Impl>(std::move(options))) {
     Impl& impl = *impl_;
     const Options& given = impl.options;
-    given.log("fallback reader: " + impl.shard.mode());
+    given.log("fallback reader: " + impl.shard->mode());
     given.log("Engram remote staging (" + std::to_string(given.max_rows) + " rows)");
     ofl::Status why;
     if (auto channel = impl.attacher.attach_now(why)) {
@@ -282,13 +284,17 @@ RemoteTable::~RemoteTable() {
 void RemoteTable::close() noexcept {
     {
         const std::lock_guard lock(impl_->mutex);
+        if (!impl_->event) return;  // closed already
         impl_->stop = true;
+        impl_->event->set();
     }
-    impl_->event.set();
     if (impl_->proxy.joinable()) impl_->proxy.join();
     impl_->attacher.stop();
     const std::lock_guard lock(impl_->mutex);
     impl_->offered.reset();  // a channel that came too late
+    // Staging lives on with the table: tensors may still look at it.
+    impl_->shard.reset();
+    impl_->event.reset();
 }
 
 void RemoteTable::enqueue(std::span<const std::int64_t> ids) {

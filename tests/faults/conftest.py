@@ -16,7 +16,7 @@ import torch
 from dsv41ctl.engram.layout import read_geometry
 from dsv41ctl.engram.manifest import load_manifest
 from dsv41ctl.lab.checkpoint import prepare_model
-from tests.lab.conftest import free_port
+from tests.lab.conftest import free_port, wait_until
 from tests.staging import stage_reader
 
 REPO = Path(__file__).resolve().parents[2]
@@ -50,6 +50,13 @@ class TableServer:
     def signal(self, number: int) -> None:
         assert self._process is not None
         self._process.send_signal(number)
+        if number == signal.SIGSTOP:
+            # Its threads stop a moment later, and might answer until then.
+            tasks = Path(f"/proc/{self._process.pid}/task")
+            wait_until(
+                "the server's stop",
+                lambda: all(") T " in (task / "stat").read_text() for task in tasks.iterdir()),
+            )
 
     def kill(self) -> None:
         if self._process is not None:
@@ -166,16 +173,16 @@ def open_reader(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[OpenReader]:
     opened: list[Reader] = []
+    layer = next(one for one in load_manifest(models[0] / "manifest.json").layers if one.layer == LAYER)
+    planes = [
+        np.memmap(models[0] / plane.file, np.uint8, "r", plane.offset, (layer.rows, width))
+        for plane, width in ((layer.weight, 256), (layer.scale, 8))
+    ]
 
     def open_one(**variables: object) -> Reader:
         wanted = {"": server.url, "_REQUIRED": 1, "_TIMEOUT_MS": 150, "_RETRY_MS": 100, "_LOG_S": 0}
         for rest, value in {**wanted, **variables}.items():
             monkeypatch.setenv(f"VLLM_ENGRAM_REMOTE{rest}", str(value))
-        layer = next(one for one in load_manifest(models[0] / "manifest.json").layers if one.layer == LAYER)
-        planes = [
-            np.memmap(models[0] / plane.file, np.uint8, "r", plane.offset, (layer.rows, width))
-            for plane, width in ((layer.weight, 256), (layer.scale, 8))
-        ]
         where = read_geometry(models[0]).shard(LAYER, 0, 1)
         table = remote.open_remote_table(
             layer=LAYER,

@@ -11,7 +11,7 @@ import torch
 
 from dsv41ctl.checks.loglines import parse_log
 from tests.faults.conftest import MAX_ROWS, OpenReader, Reader, TableServer, Tally
-from tests.lab.conftest import free_port, wait_until
+from tests.lab.conftest import free_port
 
 
 def _until(reader: Reader, name: str, least: float, seconds: float = 10) -> None:
@@ -101,7 +101,8 @@ def test_restarted_with_another_table_is_refused(
         reader.compare()
     stats = reader.stats
     assert (stats["remote_lookups"], stats["reconnects"]) == (1, 0)
-    refusals = parse_log(capfd.readouterr().err).refusals
+    # While it loads, the server says that it is not ready (-107).
+    refusals = [text for text in parse_log(capfd.readouterr().err).refusals if "-107" not in text]
     # The same reason is not said with every attempt.
     assert len(refusals) == 1
     assert refusals[0].startswith("OPEN refused by the server, status -101: ")
@@ -241,12 +242,11 @@ def test_nothing_is_left_behind(remote: ModuleType, server: TableServer, open_re
     del remote
     server.start()
     open_reader().table.close()  # type: ignore[attr-defined]
-    wait_until("threads", lambda: True)
     own = Path("/proc/self")
     fds, threads = len(list((own / "fd").iterdir())), len(list((own / "task").iterdir()))
     for _ in range(50):
         open_reader().table.close()  # type: ignore[attr-defined]
-    # The shard is mapped once a reader by this test itself, without a descriptor.
+    # The tables are closed and still referenced: what closes must not wait for the collector.
     assert len(list((own / "fd").iterdir())) <= fds + 2
     assert len(list((own / "task").iterdir())) <= threads + 2
 
