@@ -13,7 +13,7 @@ def stage_reader(root: Path, manifest: Path) -> Path:
         shutil.copytree(assets.overlays() / room, spark / room, ignore=shutil.ignore_patterns("__pycache__"))
     binding = assets.native() / "reader/engram_remote.cpp"
     for room in ("transport", "reader"):
-        (root / "offload" / room).mkdir()
+        (root / "offload" / room).mkdir(parents=True)
         for source in sorted((assets.native() / room).iterdir()):
             if source.suffix in (".h", ".cpp") and source != binding and "_server" not in source.stem:
                 shutil.copy(source, root / "offload" / room)
