@@ -44,7 +44,7 @@ class Lab:
     state: Path
     root: Path
 
-    def __call__(self, *argv: str, timeout: float = 240) -> Ran:
+    def __call__(self, *argv: str, timeout: float = 500) -> Ran:
         environment = {
             **os.environ,
             "DSV41_LAB_ROOT": str(self.root),

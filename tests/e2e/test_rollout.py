@@ -8,7 +8,8 @@ import pytest
 
 from tests.e2e.conftest import Lab
 
-pytestmark = pytest.mark.e2e
+# The first run compiles the extension on both nodes.
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 GATES = [
     "lab up", "table server", "A serves", "capture A1", "capture A2", "noise floor", "bench A", "stage", "prebuild",
